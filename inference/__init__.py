@@ -1,0 +1,1 @@
+"""The runtime: decode with a target and a drafter, exactly."""
