@@ -121,7 +121,7 @@ class DecodingRun:
             rows, torch.stack([first, verdict.error_B.long()], 1).tolist(), strict=True
         ):
             self._refuse_error(error, b)
-            self.rows[b].take_first(token)
+            self._row(b).take_first(token)
 
     def _prefill(self, rows: list[int], prompts: list[Sequence[int]]) -> torch.Tensor:
         """Features [R, D] of each prompt's last token."""
@@ -158,7 +158,7 @@ class DecodingRun:
         """One speculative round of every row; one tensor comes back to the host."""
         state = self.state
         proposal = self._propose()
-        longest = max(self.rows[b].length for b in self.active_rows)
+        longest = max(self._row(b).length for b in self.active_rows)
         features_BND = self.forward.tree(
             proposal.tokens_BN,
             proposal.parents_BN,
@@ -214,6 +214,7 @@ class DecodingRun:
         seen_BV = None if state.seen_BV is None else state.seen_BV[chosen]
         policy = state.policy if rows is None else state.policy.select(rows)
         tree_policy = TreePolicy(logits_BNV, proposal, policy, seen_BV)
+        source: Source | PositionSource
         if self.law.source == "position":
             source = PositionSource(state.seeds_B[chosen], state.positions_B[chosen])
         else:
@@ -232,6 +233,11 @@ class DecodingRun:
         policy = PolicyTensors.stack(self._row_params, device)
         return BatchState(zeros(), zeros(), zeros(), zeros(), policy, seen_BV)
 
+    def _row(self, b: int) -> Row:
+        row = self.rows[b]
+        assert row is not None
+        return row
+
     def _active_mask(self) -> torch.Tensor:
         return torch.tensor([row is not None for row in self.rows], device=self.target.device)
 
@@ -245,7 +251,7 @@ class DecodingRun:
     def _refuse_error(self, error: int, b: int) -> None:
         if error:
             raise FloatingPointError(
-                f"prompt {self.rows[b].index}: the target's probabilities are not finite, or a "
+                f"prompt {self._row(b).index}: the target's probabilities are not finite, or a "
                 "proposal broke its own law; run with debug=True to see which"
             )
 
@@ -258,19 +264,17 @@ def choose_law(params: Sequence[SamplingParams], proposer: Proposer | None) -> t
     """
     names = {p.law_name for p in params}
     # At temperature 0 p is one-hot, and the rejection law then decides what the greedy law does.
-    name = "rejection" if names == {"greedy", "rejection"} else names.pop()
-    if names - {name, "greedy", "rejection"}:
-        raise ValueError(
-            f"one run has one law, but its prompts ask for {', '.join(sorted(names | {name}))}"
-        )
+    if names == {"greedy", "rejection"}:
+        names = {"rejection"}
+    if len(names) > 1:
+        raise ValueError(f"one run has one law, but its prompts ask for {', '.join(sorted(names))}")
+    name = names.pop()
     if name == "block" and proposer is not None and not proposer.is_chain:
         raise ValueError("law 'block' judges chains only; this proposer makes a tree")
     return name, LAWS[name]
 
 
-def _token_limit(
-    target: Target, index: int, prompt: Sequence[int], params: SamplingParams
-) -> int:
+def _token_limit(target: Target, index: int, prompt: Sequence[int], params: SamplingParams) -> int:
     """Tokens the prompt may get: max_new_tokens, or what the context leaves."""
     room = target.max_length - len(prompt)
     if not len(prompt):
@@ -281,4 +285,3 @@ def _token_limit(
             f"{target.max_length}; shorten it"
         )
     return min(params.max_new_tokens, room)
-

@@ -87,7 +87,7 @@ class TargetForward:
 
         Yields:
             (start, tokens_BT, features_BTD) of each chunk. Columns behind a prompt's end are
-            padding: their features mean nothing, their slots are overwritten before anyone sees them.
+            padding: their features mean nothing, and nothing sees their slots.
         """
         device = self.target.device
         longest = max(len(prompt) for prompt in prompts)

@@ -1,8 +1,8 @@
 """The Python API: prompts in, the target's own text out, faster.
 
-    engine = SpeculativeEngine.from_pretrained("default", "path/to/drafter")
-    answer = engine.generate([{"role": "user", "content": "Tell me a story."}], SamplingParams())
-    print(answer.text, answer.stats.tau)
+engine = SpeculativeEngine.from_pretrained("default", "path/to/drafter")
+answer = engine.generate([{"role": "user", "content": "Tell me a story."}], SamplingParams())
+print(answer.text, answer.stats.tau)
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SpeculativeEngine:
             A Generation, or a list of them in the order of the prompts.
         """
         single = is_single_prompt(prompts)
-        all_prompts = [prompts] if single else list(prompts)
+        all_prompts: list[Any] = [prompts] if single else list(prompts)
         ids = [self.encode(prompt) for prompt in all_prompts]
         answers = dict(self.generate_many(ids, params))
         ordered = [answers[i] for i in range(len(ids))]
@@ -123,10 +123,10 @@ class SpeculativeEngine:
         The last piece carries the Generation.
         """
         run = self._run([self.encode(prompt)], params, 1)
-        sent, row = 0, None
+        sent = 0
         while run.waiting or run.active_rows:
             finished = run.step()
-            row = finished[0] if finished else run.rows[0]
+            row = (finished or [row for row in run.rows if row is not None])[0]
             generation = row.finish(run.law_name, run.law.exact) if finished else None
             text = row.text.release(finished=bool(finished))
             yield Piece(text, row.token_ids[sent:], generation)
@@ -139,7 +139,7 @@ class SpeculativeEngine:
             ValueError: if the target lacks what the prompt needs.
         """
         if not isinstance(prompt, str) and not _is_messages(prompt):
-            return [int(token) for token in prompt]  # type: ignore[arg-type, call-overload]
+            return [int(token) for token in prompt]  # type: ignore[arg-type]
         tokenizer = self.target.tokenizer
         if tokenizer is None:
             raise ValueError("this target has no tokenizer; give token ids")

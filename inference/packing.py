@@ -34,9 +34,7 @@ class PackedLinears:
 
     def __init__(self, *modules: nn.Module) -> None:
         linears = [m for root in modules for m in root.modules() if type(m) is nn.Linear]
-        self._forwards = [
-            (linear, _packed_forward(linear)) for linear in dict.fromkeys(linears)
-        ]
+        self._forwards = [(linear, _packed_forward(linear)) for linear in dict.fromkeys(linears)]
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -1,9 +1,16 @@
-"""What a request may ask of decoding, checked before anything runs."""
+"""What requests may ask of decoding: checked one by one, then stacked as tensors.
+
+Letters: B rows.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
 
 LAW_NAMES = ("greedy", "rejection", "block", "coupled", "typical")
 # Medusa's published defaults (arXiv 2401.10774; posterior_threshold and posterior_alpha).
@@ -74,3 +81,67 @@ class SamplingParams:
     def law_name(self) -> str:
         """The law that judges this request."""
         return self.law or ("greedy" if self.temperature == 0 else "rejection")
+
+
+@dataclass
+class PolicyTensors:
+    """The parameters of B rows as tensors, and host flags of what no row needs.
+
+    Attributes:
+        temperature_B, top_p_B, min_p_B, repetition_penalty_B, typical_epsilon_B, typical_delta_B:
+            float64 [B]. top_k_B: int64 [B].
+        max_top_k: the largest top-k of the batch, 0 if off everywhere (static).
+    """
+
+    temperature_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+    repetition_penalty_B: Tensor
+    typical_epsilon_B: Tensor
+    typical_delta_B: Tensor
+    max_top_k: int
+    any_greedy: bool
+    all_greedy: bool
+    any_temperature: bool
+    any_top_p: bool
+    any_min_p: bool
+    any_penalty: bool
+
+    @staticmethod
+    def stack(
+        params: Sequence[SamplingParams], device: torch.device | str = "cpu"
+    ) -> PolicyTensors:
+        """One row for each entry of `params`."""
+        sampled = [p for p in params if p.temperature > 0]
+
+        def column(name: str) -> Tensor:
+            return torch.tensor([float(getattr(p, name)) for p in params], dtype=torch.float64).to(
+                device
+            )
+
+        return PolicyTensors(
+            temperature_B=column("temperature"),
+            top_k_B=torch.tensor([p.top_k for p in params]).to(device),
+            top_p_B=column("top_p"),
+            min_p_B=column("min_p"),
+            repetition_penalty_B=column("repetition_penalty"),
+            typical_epsilon_B=column("typical_epsilon"),
+            typical_delta_B=column("typical_delta"),
+            max_top_k=max((p.top_k for p in sampled), default=0),
+            any_greedy=len(sampled) < len(params),
+            all_greedy=not sampled,
+            any_temperature=any(p.temperature != 1 for p in sampled),
+            any_top_p=any(p.top_p < 1 for p in sampled),
+            any_min_p=any(p.min_p > 0 for p in sampled),
+            any_penalty=any(p.repetition_penalty != 1 for p in params),
+        )
+
+    def select(self, index_X: Tensor) -> PolicyTensors:
+        """The rows of index_X (int64), repeated or reordered; the batch's flags stay."""
+        tensors = {
+            field.name: getattr(self, field.name)[index_X]
+            for field in fields(self)
+            if field.name.endswith("_B")
+        }
+        return replace(self, **tensors)

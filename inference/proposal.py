@@ -44,7 +44,8 @@ class Proposal:
         trial_row_T: index into q_BRV, -1 for delta (static).
         q_BRV: float, rows of the drafters' probabilities; None if every trial is delta. Rows that
             no existing trial names may hold anything.
-        max_trials_per_node: static upper bound; None means T.
+        max_trials_per_node: static upper bound, one number or one for each depth of the parent;
+            None means T. The law takes that many rounds a level, so a tight bound saves time.
     Raises:
         ValueError: if the static parts disagree with each other.
     """
@@ -57,7 +58,7 @@ class Proposal:
     trial_law_T: tuple[str, ...]
     trial_row_T: tuple[int, ...]
     q_BRV: Tensor | None = None
-    max_trials_per_node: int | None = None
+    max_trials_per_node: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.trial_law_T, self.trial_row_T = tuple(self.trial_law_T), tuple(self.trial_row_T)
@@ -90,12 +91,14 @@ class Proposal:
     def num_trials(self) -> int:
         return len(self.trial_law_T)
 
-    @property
-    def trials_per_node(self) -> int:
-        """Static upper bound on the trials of one parent."""
-        if self.max_trials_per_node is None:
+    def trials_at(self, depth: int) -> int:
+        """Static upper bound on the trials of one parent of this depth."""
+        bound = self.max_trials_per_node
+        if bound is None:
             return self.num_trials
-        return min(self.max_trials_per_node, self.num_trials)
+        if isinstance(bound, tuple):
+            bound = bound[depth] if depth < len(bound) else 0
+        return min(bound, self.num_trials)
 
     @staticmethod
     def delta(tokens_BN: Tensor, tree: TokenTree) -> Proposal:
@@ -115,7 +118,12 @@ class Proposal:
             trial_child_BT=nodes,
             trial_law_T=("delta",) * tree.num_nodes,
             trial_row_T=(ABSENT,) * tree.num_nodes,
-            max_trials_per_node=tree.max_children,
+            max_trials_per_node=tuple(
+                max(
+                    len(tree.children(i)) for i in range(tree.num_tokens) if tree.depths[i] == depth
+                )
+                for depth in range(tree.max_depth)
+            ),
         )
 
     def check(self) -> None:
@@ -160,6 +168,8 @@ def faults(proposal: Proposal) -> dict[str, Tensor]:
     parent_BT, child_BT = proposal.trial_parent_BT, proposal.trial_child_BT
     exists_BT = (parent_BT >= 0) | (child_BT >= 0)
     safe_BT = child_BT.clamp(0)
+    bounds = tuple(proposal.trials_at(depth) for depth in range(proposal.max_depth + 2))
+    bound_BN = int64_constant(bounds, parents_BN.device)[depth_BN.clamp(0, proposal.max_depth + 1)]
     tried_BN = ((child_BT[:, None] == index_N[:, None]) & exists_BT[:, None]).any(-1)
     found = {
         "node: the root must be node 0, with parent -1": root_BN,
@@ -170,7 +180,10 @@ def faults(proposal: Proposal) -> dict[str, Tensor]:
         "trial: its child does not hang below its parent": exists_BT
         & ((parent_BT < 0) | (child_BT < 0) | (parents_BN.gather(1, safe_BT) != parent_BT)),
         "trial: more trials than max_trials_per_node": exists_BT
-        & ((parent_BT[:, :, None] == parent_BT[:, None]).sum(-1) > proposal.trials_per_node),
+        & (
+            (parent_BT[:, :, None] == parent_BT[:, None]).sum(-1)
+            > bound_BN.gather(1, parent_BT.clamp(0))
+        ),
     }
     if proposal.q_BRV is not None:
         found |= _q_faults(proposal, tokens_BN.gather(1, safe_BT), exists_BT)

@@ -207,7 +207,9 @@ def draw_without_replacement(
     batch, device = probs_BV.shape[0], probs_BV.device
     if not isinstance(node_B, Tensor):
         node_B = torch.full((batch,), node_B, device=device)
-    rest_BV, tokens, exists = probs_BV, [], []
+    rest_BV = probs_BV
+    tokens: list[Tensor] = []
+    exists: list[Tensor] = []
     for index, trial in enumerate(trials):
         if index:
             rest_BV = rest_BV.scatter(1, tokens[-1][:, None], 0.0)

@@ -105,7 +105,7 @@ class Row:
 
     def finish(self, law: str, exact: bool) -> Generation:
         self.stats.seconds = time.perf_counter() - self._started
-        self.text.release(finished=True)
+        self.text.finish()
         assert self.finish_reason is not None
         return Generation(
             self.token_ids, self.text.text, self.finish_reason, self.stats, law, exact

@@ -9,13 +9,11 @@ temperature, top-k, top-p, min-p. Everything is fp32 at least, and fp64 stays fp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from inference.params import LAW_NAMES, SamplingParams
+from inference.params import LAW_NAMES, PolicyTensors, SamplingParams
 from inference.proposal import Proposal
 from inference.tree import ancestor_mask
 
@@ -28,70 +26,6 @@ __all__ = [
     "probabilities",
     "processed_logits",
 ]
-
-
-@dataclass
-class PolicyTensors:
-    """The parameters of B rows as tensors, and host flags of what no row needs.
-
-    Attributes:
-        temperature_B, top_p_B, min_p_B, repetition_penalty_B, typical_epsilon_B, typical_delta_B:
-            float64 [B]. top_k_B: int64 [B].
-        max_top_k: the largest top-k of the batch, 0 if off everywhere (static).
-    """
-
-    temperature_B: Tensor
-    top_k_B: Tensor
-    top_p_B: Tensor
-    min_p_B: Tensor
-    repetition_penalty_B: Tensor
-    typical_epsilon_B: Tensor
-    typical_delta_B: Tensor
-    max_top_k: int
-    any_greedy: bool
-    all_greedy: bool
-    any_temperature: bool
-    any_top_p: bool
-    any_min_p: bool
-    any_penalty: bool
-
-    @staticmethod
-    def stack(
-        params: Sequence[SamplingParams], device: torch.device | str = "cpu"
-    ) -> PolicyTensors:
-        """One row for each entry of `params`."""
-        sampled = [p for p in params if p.temperature > 0]
-
-        def column(name: str) -> Tensor:
-            return torch.tensor([float(getattr(p, name)) for p in params], dtype=torch.float64).to(
-                device
-            )
-
-        return PolicyTensors(
-            temperature_B=column("temperature"),
-            top_k_B=torch.tensor([p.top_k for p in params]).to(device),
-            top_p_B=column("top_p"),
-            min_p_B=column("min_p"),
-            repetition_penalty_B=column("repetition_penalty"),
-            typical_epsilon_B=column("typical_epsilon"),
-            typical_delta_B=column("typical_delta"),
-            max_top_k=max((p.top_k for p in sampled), default=0),
-            any_greedy=len(sampled) < len(params),
-            all_greedy=not sampled,
-            any_temperature=any(p.temperature != 1 for p in sampled),
-            any_top_p=any(p.top_p < 1 for p in sampled),
-            any_min_p=any(p.min_p > 0 for p in sampled),
-            any_penalty=any(p.repetition_penalty != 1 for p in params),
-        )
-
-    def select(self, index_X: Tensor) -> PolicyTensors:
-        """The rows of index_X (int64), repeated or reordered; the batch's flags stay."""
-        tensors = {
-            field.name: getattr(self, field.name)[index_X]
-            for field in fields(self)
-            if field.name.endswith("_B")
-        }
-        return replace(self, **tensors)
 
 
 def probabilities(
@@ -171,7 +105,11 @@ def _keep_top_k(logits_BV: Tensor, policy: PolicyTensors) -> Tensor:
 
 
 def _keep_top_p(logits_BV: Tensor, policy: PolicyTensors) -> Tensor:
-    """Drops the least probable tokens whose cumulative probability is at most 1 - top_p."""
+    """Drops the least probable tokens whose cumulative probability is at most 1 - top_p.
+
+    Of equal logits at the edge the highest ids stay: a stable ascending sort. `generate` sorts
+    without that promise, so which of them stay there depends on the processor it runs on.
+    """
     sorted_BV, order_BV = logits_BV.sort(dim=-1, stable=True)
     cumulative_BV = sorted_BV.softmax(-1).cumsum(-1)
     off_B = policy.top_p_B >= 1

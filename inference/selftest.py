@@ -48,12 +48,12 @@ def check_tree_forward(forward: TargetForward) -> None:
             worst = max(worst, difference if difference == difference else float("inf"))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UnsupportedTargetError(
-            f"target {target.name}: a token tree cannot be run through {type(target.model).__name__}: "
+            f"target {target.name}: {type(target.model).__name__} cannot be run over a token tree: "
             f"{str(error).strip().splitlines()[0]}"
         ) from error
     if worst > TOLERANCE[target.dtype] * scale:
         raise UnsupportedTargetError(
             f"target {target.name}: logits of a token tree differ from the plain forward's by "
-            f"{worst:.3g} (largest logit {scale:.3g}); {type(target.model).__name__} reads masks or "
-            "positions in its own way, so trees would be wrong"
+            f"{worst:.3g} (largest logit {scale:.3g}): {type(target.model).__name__} reads masks "
+            "or positions in its own way, so trees would be wrong"
         )

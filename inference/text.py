@@ -48,16 +48,18 @@ class TextStream:
 
     def release(self, finished: bool) -> str:
         """Text that is certain by now: what might begin a stop string is held back."""
-        if finished and self._tokenizer is not None and not self.stopped:
-            self._flush()
+        if finished:
+            self.finish()
         held = 0 if finished else self._possible_stop_length()
         end = max(self._released, len(self.text) - held)
         piece = self.text[self._released : end]
         self._released = end
         return piece
 
-    def _flush(self) -> None:
-        """Ends in the middle of a character: what was cut off stays visible as U+FFFD."""
+    def finish(self) -> None:
+        """No more tokens: a character that was cut off stays visible as U+FFFD."""
+        if self._tokenizer is None or self.stopped:
+            return
         known = self._decode(self._ids[self._context_start : self._read])
         self.text += self._decode(self._ids[self._context_start :])[len(known) :]
         self._read = len(self._ids)

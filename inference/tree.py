@@ -25,7 +25,7 @@ class TokenTree:
 
     Attributes:
         parents: parent index of each node; parents[0] is -1, parents[i] < i.
-        ranks: rank of each node among its siblings (0 = the drafter's first choice); 0 for the root.
+        ranks: rank of each node among its siblings (0 = the drafter's first choice; root: 0).
     """
 
     parents: tuple[int, ...]
@@ -41,7 +41,7 @@ class TokenTree:
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node:
                 raise ValueError(
-                    f"TokenTree: node {node} has parent {parent}; a parent must come before its node"
+                    f"TokenTree: node {node} has parent {parent}; parents come before their nodes"
                 )
         seen = set(zip(self.parents, self.ranks, strict=True))
         if len(seen) != len(self.parents):

@@ -24,7 +24,7 @@ from inference.randomness import NOT_ASKED, Purpose, Source
 
 
 def judge(proposal: Proposal, policy: Policy, source: Source) -> Verdict:
-    """Batched: at most max_depth * trials_per_node rounds of tensor operations.
+    """Batched: trials_at(depth) rounds of tensor operations a level; one if all trials are delta.
 
     Args:
         proposal: any.
@@ -39,7 +39,7 @@ def judge(proposal: Proposal, policy: Policy, source: Source) -> Verdict:
             residual_BV = torch.where(walk.going_B[:, None], policy.at(walk.node_B), residual_BV)
         walk.flag(~(residual_BV.sum(-1) > 0))
         level = _Level(walk, residual_BV, source)
-        for _ in range(proposal.trials_per_node if _has_draws(proposal) else 1):
+        for _ in range(proposal.trials_at(depth) if _has_draws(proposal) else 1):
             level.judge_next()
         residual_BV = level.residual_BV
         decided_B = torch.where(walk.going_B & (level.token_B >= 0), level.token_B, decided_B)
@@ -100,7 +100,7 @@ class _Level:
         self.walk.flag(open_B & ~sound_B)
         target_B = self.residual_BV.gather(1, token_B1)[:, 0]
         draft_B = draft_BV.gather(1, token_B1)[:, 0]
-        left_BV = (self.residual_BV - draft_BV).clamp(0)
+        left_BV = torch.sub(self.residual_BV, draft_BV, out=draft_BV).clamp_(min=0)
         mass_B = left_BV.sum(-1)
         # r <= q everywhere means r = q: the trial that exhausts the residual passes. (Where it
         # only seems so by rounding and r(x) = 0, r stays as it is.)
@@ -112,11 +112,9 @@ class _Level:
             accept_prob_B.clamp(max=1), Purpose.ACCEPT, asked_B, trial_B
         )
         self.child_B = torch.where(open_B & accepted_B, child_B1[:, 0], self.child_B)
-        scale_B = torch.where(exhausted_B, 1, mass_B)
         subtract_B = open_B & ~accepted_B & ~exhausted_B
-        self.residual_BV = torch.where(
-            subtract_B[:, None], left_BV / scale_B[:, None], self.residual_BV
-        )
+        left_BV.div_(torch.where(exhausted_B, 1, mass_B)[:, None])
+        self.residual_BV = torch.where(subtract_B[:, None], left_BV, self.residual_BV)
 
     def _draft_probs(self, trial_B: Tensor, token_B1: Tensor) -> tuple[Tensor, Tensor]:
         """(q of each row's trial given the trials before it, whether it is a proper law)."""
@@ -132,7 +130,7 @@ class _Level:
             draft_BV = _zero(draft_BV, tokens_BT, earlier_BT)
             total_B = torch.where(earlier_BT.any(-1), draft_BV.sum(-1), 1)
             sound_B = sound_B & (total_B > 0)
-            draft_BV = draft_BV / torch.where(total_B > 0, total_B, 1)[:, None]
+            draft_BV.div_(torch.where(total_B > 0, total_B, 1)[:, None])
         return draft_BV, sound_B
 
     def _judge_deltas(self, trial_B: Tensor, open_B: Tensor) -> None:
@@ -154,7 +152,7 @@ class _Level:
             rest_BV = _zero(self.residual_BV, tokens_BT, block_BT & ~hit_B[:, None])
             total_B = rest_BV.sum(-1)
             total_B = torch.where(open_B & ~hit_B & (total_B > 0), total_B, 1)
-            self.residual_BV = rest_BV / total_B[:, None]
+            self.residual_BV = rest_BV.div_(total_B[:, None])
 
 
 def _zero(probs_BV: Tensor, tokens_BT: Tensor, which_BT: Tensor) -> Tensor:

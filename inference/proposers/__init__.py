@@ -1,4 +1,4 @@
-"""Proposers: a drafter's guesses as a Proposal. One file a method; the dict below is the registry."""
+"""Proposers: a drafter's guesses as a Proposal. One file a method; PROPOSERS is the registry."""
 
 from __future__ import annotations
 

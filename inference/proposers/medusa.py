@@ -34,8 +34,8 @@ class MedusaProposer:
         self, drafter: MedusaDrafter, target: Target, tree: TokenTree | None = None
     ) -> None:
         if tree is None:
-            paths = drafter.config.tree
-            tree = TokenTree.from_paths(paths) if paths else TokenTree.chain(drafter.config.num_heads)
+            paths, heads = drafter.config.tree, drafter.config.num_heads
+            tree = TokenTree.from_paths(paths) if paths else TokenTree.chain(heads)
         drafter.config.check_tree(tree.rank_paths())
         self.drafter, self.target, self.tree = drafter, target, tree
         self.num_tokens, self.max_depth = tree.num_tokens, tree.max_depth
@@ -72,9 +72,7 @@ class MedusaProposer:
         self._features_BD[chosen] = torch.where(here_R[:, None], last_RD, kept_RD)
 
     def propose(self, state: BatchState, source: Source) -> Proposal:
-        logits_KBV = self.drafter.logits(
-            self._features_BD, self.target, heads=self.max_depth
-        )
+        logits_KBV = self.drafter.logits(self._features_BD, self.target, num_heads=self.max_depth)
         top_KBC = logits_KBV.topk(self.num_choices, dim=-1).indices
         tokens_KBC = self.drafter.to_target_ids(top_KBC)
         choices_BP = tokens_KBC.transpose(0, 1).reshape(len(state.root_B), -1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tiny_models import CONFIGS, VOCAB, tiny_target
 
 from inference.generate import SpeculativeEngine
 from inference.laws import Verdict
@@ -14,7 +15,6 @@ from inference.randomness import Source
 from inference.sampling import SamplingParams
 from inference.state import BatchState
 from inference.tree import TokenTree
-from tiny_models import CONFIGS, VOCAB, tiny_target
 
 PROMPTS = [[5, 6, 7], [9, 3, 4, 8, 11, 30, 31, 32, 33, 34, 35, 36], [40, 41, 42, 43, 44], [50]]
 TREE = TokenTree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_models import CONFIGS, VOCAB, tiny_target
 from transformers import AutoModelForCausalLM, BloomConfig
 
 from drafters.target import Target
 from inference.forward import TargetForward, UnsupportedTargetError
 from inference.selftest import check_tree_forward
 from inference.tree import TokenTree
-from tiny_models import CONFIGS, VOCAB, tiny_target
 
 TREE = TokenTree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 1)])
 PROMPT_LENGTHS = (3, 14, 9)  # ragged; 14 and 9 lie beyond the tiny windows
@@ -20,9 +20,7 @@ def tree_and_path_logits(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
     """[B, N, V] of the runtime's forward, and of one plain forward a path."""
     forward = TargetForward(target)
     generator = torch.Generator().manual_seed(7)
-    prompts = [
-        torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS
-    ]
+    prompts = [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
     batch = len(prompts)
     tokens = torch.randint(3, VOCAB, (batch, TREE.num_tokens), generator=generator)
     cache = forward.new_cache(batch, 64)
@@ -129,6 +127,4 @@ def test_prefill_in_chunks_and_into_some_rows(monkeypatch: pytest.MonkeyPatch) -
         features = torch.cat([features for _, _, features in chunks], dim=1)
         for i, prompt in enumerate(prompts):
             plain = target.features(torch.tensor([prompt]))
-            torch.testing.assert_close(
-                features[i, : len(prompt)], plain[0], rtol=0, atol=1e-11
-            )
+            torch.testing.assert_close(features[i, : len(prompt)], plain[0], rtol=0, atol=1e-11)
