@@ -23,6 +23,9 @@ from inference.tree import TokenTree
 
 SourceFactory = Callable[[torch.Tensor, torch.Tensor], Source]
 ROOT_ONLY = TokenTree.chain(0)
+# Prompts of one prefill forward, sorted by length: 32 chat prompts padded to one length were 45 %
+# padding, eight at a time 12 %.
+PREFILL_ROWS = 8
 
 
 class DecodingRun:
@@ -91,8 +94,14 @@ class DecodingRun:
         return finished
 
     def _admit(self, free: list[int]) -> None:
-        """Prefills waiting prompts into free rows and decides their first tokens."""
+        """Prefills waiting prompts into free rows, those of like length together."""
         taken = [(b, self.waiting.popleft()) for b in free if self.waiting]
+        taken.sort(key=lambda pair: len(self.prompts[pair[1]]))
+        for start in range(0, len(taken), PREFILL_ROWS):
+            self._begin(taken[start : start + PREFILL_ROWS])
+
+    def _begin(self, taken: list[tuple[int, int]]) -> None:
+        """Prefills (row, prompt index) pairs and decides their first tokens."""
         rows = [b for b, _ in taken]
         for b, index in taken:
             self.rows[b] = Row(
