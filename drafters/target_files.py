@@ -1,7 +1,7 @@
 """From what a user calls a target to files that transformers loads: hub id, folder, .gguf, default.
 
-transformers cannot save a GGUF model as it is and takes half a minute to load one, so a `.gguf` file
-is converted once into an ordinary folder in the cache.
+transformers cannot save a GGUF model as it is and takes half a minute to load one, so a `.gguf`
+file is converted once into an ordinary folder in the cache.
 """
 
 from __future__ import annotations
