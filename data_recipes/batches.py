@@ -6,9 +6,7 @@ them, or several one after another.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -22,27 +20,18 @@ PADDING_DOCUMENT = -1
 OPEN_ROWS = 64
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a training run stands in its data: the next batch to take."""
-
-    epoch: int = 0
-    batch: int = 0
-
-
 class Batches:
-    """Batches of a data set in a seeded order.
+    """Batches of a data set, its documents packed once.
 
-    Documents are packed once, so that every epoch has the same number of batches; each epoch takes
-    the packed rows in another order, a function of seed and epoch alone. A run resumes from a
-    Position without anything else being stored.
+    Training takes `rows` in an order of its own (train/order.py); evaluation goes through the
+    batches as they are.
 
     Args:
         max_length: longest row in tokens. Longer documents are cut there; how many, and how many
             lost their last supervised token and are left out, is in `cut` and `left_out`.
         batch_size: rows of a batch; the last batch of an epoch may have fewer.
         packed: False puts one document in each row.
-        shuffle: False keeps the data set's order, e.g. for evaluation.
+        shuffle: mix the documents before packing, by `seed`; False keeps the data set's order.
     Raises:
         ValueError: if no document is left, or an argument is below 1.
     """
@@ -59,8 +48,7 @@ class Batches:
         for name, value in (("max_length", max_length), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{name} = {value}: must be 1 or more")
-        self.max_length, self.batch_size, self.seed = max_length, batch_size, seed
-        self.shuffle = shuffle
+        self.max_length, self.batch_size = max_length, batch_size
         documents = [document.cut(max_length) for document in dataset]
         self.cut = sum(len(a) < len(b) for a, b in zip(documents, dataset, strict=True))
         # The first token of a document is predicted by none, so it cannot be what is supervised.
@@ -71,13 +59,15 @@ class Batches:
                 f"no document has a supervised token within max_length = {max_length}; "
                 f"{self.left_out} were left out"
             )
-        order = self._order(len(self.documents), epoch=-1)
+        order = list(range(len(self.documents)))
+        if shuffle:
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(order), generator=generator).tolist()
         lengths = [len(self.documents[i]) for i in order]
         packing = first_fit(lengths, max_length) if packed else [[i] for i in range(len(order))]
         self.rows = [[order[i] for i in row] for row in packing]
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
         return -(-len(self.rows) // self.batch_size)
 
     @property
@@ -86,31 +76,10 @@ class Batches:
         tokens = sum(len(document) for document in self.documents)
         return tokens / (len(self.rows) * self.max_length)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from batch `start` on."""
-        order = self._order(len(self.rows), epoch)
-        for batch in range(start, len(self)):
-            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield collate([[self.documents[i] for i in self.rows[row]] for row in chosen])
-
-    def endless(self, position: Position | None = None) -> Iterator[tuple[Position, Batch]]:
-        """Epoch after epoch: yields (the position after this batch, the batch)."""
-        position = position or Position()
-        while True:
-            for number, batch in enumerate(
-                self.epoch(position.epoch, position.batch), position.batch + 1
-            ):
-                last = number == len(self)
-                after = Position(position.epoch + 1) if last else Position(position.epoch, number)
-                yield after, batch
-            position = Position(position.epoch + 1)
-
-    def _order(self, count: int, epoch: int) -> list[int]:
-        if not self.shuffle:
-            return list(range(count))
-        digest = hashlib.sha256(f"{self.seed}/{epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return torch.randperm(count, generator=generator).tolist()
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, len(self.rows), self.batch_size):
+            chosen = self.rows[start : start + self.batch_size]
+            yield collate([[self.documents[i] for i in row] for row in chosen])
 
 
 def first_fit(

@@ -45,8 +45,8 @@ class GenerationSettings:
         sampling: how each answer is decoded; its seed is the global seed, from which every answer's
             own is made.
         max_length: longest row in tokens; None is the target's context.
-        rows_per_shard: prompts a shard. 256: at batch 32 about a twentieth of the time goes to
-            rows that wait for the last ones of their shard.
+        rows_per_shard: prompts a shard; a stopped run loses at most one. 256 is eight fillings of a
+            batch of 32: a shard's last answers leave rows of the batch empty, so it is not smaller.
         template_kwargs: variables for the chat template.
     """
 

@@ -27,6 +27,7 @@ from train.acceptance import (
 )
 from train.config import LoopConfig, option, parse_config, run_script
 from train.draft_vocab import DraftVocab, choose_draft_vocab, count_answer_tokens
+from train.features import Features, KeptFeatures, document_features
 from train.loop import TrainResult, make_accelerator, run_training
 from train.medusa_objective import MedusaObjective, answer_ranks
 from train.objective import TrainingModel
@@ -46,6 +47,9 @@ class MedusaTrainConfig(LoopConfig):
     )
     draft_vocab_size: int = option(0, "tokens of the reduced draft vocabulary; 0: not reduced")
     head_decay: float = option(0.8, "the loss of head k weighs head_decay^k")
+    keep_features: bool = option(
+        False, "keep the target's features of all rows in memory, so that it runs once a row"
+    )
     tree_nodes: int = option(7, "draft nodes of the tree written into the drafter")
 
     FREE = LoopConfig.FREE | {"tree_nodes"}
@@ -82,7 +86,8 @@ def main() -> None:
     # ---------------------------------------------------------------- drafter
     vocab = make_draft_vocab(config, rows, target)
     drafter = make_drafter(config, target, vocab)
-    objective = MedusaObjective(config.num_heads, config.head_decay)
+    features = make_features(config, rows, target)
+    objective = MedusaObjective(config.num_heads, config.head_decay, features)
     model = TrainingModel(target, drafter, objective)
     evaluation = Evaluation(accelerator, config, target, drafter, objective, rows.held_out)
     accelerator.print(
@@ -144,6 +149,15 @@ def make_drafter(
     return MedusaDrafter.from_target(target, drafter_config, vocab.ids if vocab else None, dtype)
 
 
+def make_features(config: MedusaTrainConfig, rows: Rows, target: Target) -> Features:
+    """The target is run on every batch, or once a row; the memory that takes is printed first."""
+    if not config.keep_features:
+        return document_features
+    kept = KeptFeatures(target, sum(len(document) for document in rows.documents))
+    print(f"keep_features: up to {kept.memory_bytes / 1e6:,.0f} MB of memory")
+    return kept
+
+
 class Evaluation:
     """Held-out figures: head accuracy, simulated acceptance, and a real decode.
 
@@ -187,9 +201,7 @@ class Evaluation:
 
     def _share(self) -> Iterator[dict[str, torch.Tensor]]:
         config, process = self.config, self.accelerator
-        batches = Batches(
-            self.held_out, config.max_length, config.micro_batch_size, shuffle=False
-        ).epoch(0)
+        batches = Batches(self.held_out, config.max_length, config.micro_batch_size, shuffle=False)
         for number, batch in enumerate(batches):
             if number % process.num_processes == process.process_index:
                 yield batch

@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from data_recipes.answered import Document
 from data_recipes.batches import (
     Batches,
-    Position,
     collate,
     document_causal_mask,
     first_fit,
@@ -170,51 +169,28 @@ def seen_documents(batches):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_every_epoch_has_every_document_once_in_another_order(packed):
+def test_every_document_comes_once(packed):
     docs = documents()
     batches = Batches(docs, max_length=40, batch_size=3, seed=5, packed=packed)
-    expected = sorted(int(d.input_ids[0]) for d in docs)
-    epochs = [seen_documents(batches.epoch(e)) for e in range(3)]
-    for epoch in epochs:
-        assert len(epoch) == len(batches)
-        assert sorted(itertools.chain(*epoch)) == expected
-    assert epochs[0] != epochs[1] != epochs[2]
+    seen = seen_documents(batches)
+    assert len(seen) == len(batches)
+    assert sorted(itertools.chain(*seen)) == sorted(int(d.input_ids[0]) for d in docs)
 
 
-def test_the_order_is_a_function_of_seed_and_epoch():
+def test_packing_is_a_function_of_the_seed():
     docs = documents()
-
-    def order(seed, epoch):
-        return seen_documents(Batches(docs, 40, 3, seed).epoch(epoch))
-
-    assert order(1, 2) == order(1, 2)
-    orders = [order(seed, epoch) for seed in range(3) for epoch in range(3)]
-    assert all(a != b for a, b in itertools.combinations(orders, 2))
-
-
-def test_training_resumes_from_any_position():
-    def some(batches, start, count):
-        taken = itertools.islice(batches.endless(start), count)
-        return [(position, batch["input_ids"].tolist()) for position, batch in taken]
-
-    batches = Batches(documents(), max_length=40, batch_size=3, seed=5)
-    whole = some(batches, None, 3 * len(batches))
-    assert whole[-1][0] == Position(3, 0)
-    for done in range(1, len(whole)):
-        again = Batches(documents(), max_length=40, batch_size=3, seed=5)
-        assert some(again, whole[done - 1][0], len(whole) - done) == whole[done:]
+    rows = [Batches(docs, 40, 3, seed).rows for seed in (1, 2, 1)]
+    assert rows[0] == rows[2] != rows[1]
 
 
 def test_without_shuffling_the_order_is_the_data_sets():
     docs = documents()
-    batches = Batches(docs, 40, 3, packed=False, shuffle=False)
-    for epoch in range(2):
-        seen = list(itertools.chain(*seen_documents(batches.epoch(epoch))))
-        assert seen == [int(d.input_ids[0]) for d in docs]
+    seen = seen_documents(Batches(docs, 40, 3, packed=False, shuffle=False))
+    assert list(itertools.chain(*seen)) == [int(d.input_ids[0]) for d in docs]
 
 
 def test_unpacked_rows_hold_one_document_and_are_padded_on_the_right():
-    for batch in Batches(documents(), 40, 4, packed=False).epoch(0):
+    for batch in Batches(documents(), 40, 4, packed=False):
         assert batch["document_ids"].max() == 0
         padding = batch["document_ids"] < 0
         assert not (padding[:, :-1] & ~padding[:, 1:]).any()

@@ -49,9 +49,10 @@ def test_supervised_tokens_are_exactly_the_answers_and_their_end_tokens_for_each
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_answer_stands_behind_the_text_the_target_sees_when_serving(name):
+@pytest.mark.parametrize("cut", [False, True], ids=["ended", "cut at the limit"])
+def test_every_answer_stands_behind_the_text_the_target_sees_when_serving(name, cut):
     """What stands before an answer is the rendering of the turns before it, made here in one go."""
-    template, end = make_template(name), END.get(name, "<|im_end|>")
+    template, end = make_template(name), "" if cut else END.get(name, "<|im_end|>")
     conversation = answered(template, user(*QUESTIONS), [f"a{i}{end}" for i in range(3)])
     seen = []
     for row in conversation.rows:

@@ -11,7 +11,7 @@ import pytest
 from data_recipes import generate
 from data_recipes.answered import AnsweredDataset
 from data_recipes.chat import ChatTemplate
-from data_recipes.conversation import answer_seed
+from data_recipes.conversation import AnsweredRow, answer_seed
 from data_recipes.generate import GenerationSettings, engine_answerer, generate_answers
 from data_recipes.prompts import PromptRow
 from data_recipes.shards import read_manifest, read_shard, shard_path, write_manifest
@@ -155,23 +155,77 @@ def test_a_finished_run_answers_nothing_and_writes_nothing(target, tmp_path):
     assert times == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
 
-def test_a_run_killed_between_shard_and_manifest_loses_nothing(target, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kill_at", [2, 3, 4])
+def test_a_run_killed_between_a_shard_and_the_manifest_loses_nothing(
+    target, tmp_path, monkeypatch, kill_at
+):
+    """The manifest is written at the start, and after each of the three shards."""
     expected = run(target, tmp_path / "whole")
-
     written = []
 
-    def killed_at_the_second(folder, manifest):
+    def killed(folder, manifest):
         written.append(manifest)
-        if len(written) == 2:
+        if len(written) == kill_at:
             raise KeyboardInterrupt
         write_manifest(folder, manifest)
 
+    folder = tmp_path / "killed"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(generate, "write_manifest", killed_at_the_second)
-        run(target, tmp_path / "killed")
-    assert read_manifest(tmp_path / "killed")["shards"]["finished"] == 0
-    assert shard_path(tmp_path / "killed", 0).exists()
-    assert run(target, tmp_path / "killed") == expected
+        patch.setattr(generate, "write_manifest", killed)
+        run(target, folder)
+    assert shard_path(folder, kill_at - 2).exists()
+    assert read_manifest(folder)["shards"]["finished"] == kill_at - 2
+    assert run(target, folder) == read_manifest(folder) == expected
+
+
+def test_a_run_killed_while_it_writes_leaves_no_half_shard(target, tmp_path, monkeypatch):
+    run(target, tmp_path / "whole")
+
+    def killed(table, path, **_):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "killed"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pq, "write_table", killed)
+        run(target, folder)
+    assert not list(folder.glob("shard-*"))
+    run(target, folder)
+    assert files(folder) == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kill_at", range(1, 8))
+def test_a_run_killed_before_any_rename_goes_on(target, tmp_path, monkeypatch, kill_at):
+    """Seven files are written: the manifest, and three times a shard and the manifest again."""
+    run(target, tmp_path / "whole")
+    calls = []
+
+    def killed(_):
+        calls.append(0)
+        if len(calls) == kill_at:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "killed"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("os.fsync", killed)
+        run(target, folder)
+    named = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert len(named) == {1: 0}.get(kill_at, 1 + (kill_at - 1) // 2)
+    run(target, folder)
+    assert files(folder) == files(tmp_path / "whole")
+
+
+def test_a_wrong_mask_is_never_stored(target, tmp_path, monkeypatch):
+    """A fault in the building of rows is found by the proof, before the shard is written."""
+
+    def supervise_all(row, token_ids, supervised):
+        row.input_ids += token_ids
+        row.loss_mask += [True] * len(token_ids)
+
+    monkeypatch.setattr(AnsweredRow, "append", supervise_all)
+    with pytest.raises(ValueError, match="row p0 .chat template .*the prompt is supervised"):
+        run(target, tmp_path)
+    assert not list(tmp_path.glob("shard-*"))
 
 
 CHANGES = {
