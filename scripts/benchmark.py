@@ -10,10 +10,16 @@ figures are medians over passes. The record's format is that of every file in sc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
-from contenders import check_identity, engine_contender, hf_contender, time_contenders
+from contenders import (
+    check_identity,
+    engine_contender,
+    hf_contender,
+    near_ties,
+    time_contenders,
+)
 from record import environment, format_table, record_rows, write_record
 
 from data_recipes.prompts import PromptRow, read_prompts
@@ -31,7 +37,9 @@ class BenchmarkConfig:
     prompts: list[str] = option(help="prompt files or hub ids")
     limit: int = option(30, "prompts, taken evenly from the tasks")
     max_new_tokens: int = option(64, "tokens of each answer; end tokens are honoured")
-    temperatures: list[float] = option([0.0, 1.0], "sampling temperatures")
+    temperatures: list[float] = field(
+        default_factory=lambda: [0.0, 1.0], metadata={"help": "sampling temperatures; 0 first"}
+    )
     dtype: str = option("auto", "of the target; auto: what is fast on this machine")
     passes: int = option(3, "times that every prompt is decoded by every method")
     identity_prompts: int = option(30, "prompts of the fp32 identity check; 0: none")
@@ -84,10 +92,15 @@ def main() -> None:
         contenders.append(engine_contender(method, drafted, temperature, config.max_new_tokens))
     time_contenders(contenders, prompts, config.passes)
     tasks = [row.task for row in chosen]
+    greedy = {
+        c.method: [g.token_ids for g in c.generations] for c in contenders if c.law == "greedy"
+    }
     record = {
         "environment": environment(target) | {"settings": asdict(config)},
         "rows": record_rows(contenders, tasks, str(target.dtype).removeprefix("torch."), identical),
     }
+    if greedy:
+        record["near_ties"] = near_ties(target, prompts, greedy[method], greedy["plain"])
     print(format_table(record["rows"]))
     if config.out:
         write_record(config.out, record)

@@ -121,3 +121,34 @@ def check_identity(
                 alone = engine.generate(prompt, params)
                 identical[method] &= alone.token_ids == expected[at]
     return identical, taus
+
+
+@torch.inference_mode()
+def near_ties(
+    target: Target,
+    prompts: Sequence[list[int]],
+    ours: Sequence[list[int]],
+    plain: Sequence[list[int]],
+) -> dict[str, float | int]:
+    """Where two greedy answers part, how far apart were the target's first two choices?
+
+    Forwards of one token and of a tree round differently; in bf16 that flips near-ties. A flip at a
+    wide margin would be a fault.
+    Returns:
+        prompts, different (answers that part), largest_margin (logits, at the first differing
+        token, relative to the largest logit there).
+    """
+    margins = []
+    for prompt, mine, other in zip(prompts, ours, plain, strict=True):
+        part = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), None)
+        if part is None:
+            continue
+        ids = torch.tensor([prompt + other[:part]], device=target.device)
+        logits = target.model(input_ids=ids).logits[0, -1].float()
+        first, second = logits.topk(2).values
+        margins.append(float((first - second) / logits.abs().max()))
+    return {
+        "prompts": len(prompts),
+        "different": len(margins),
+        "largest_margin": max(margins, default=0.0),
+    }

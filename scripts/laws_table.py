@@ -40,7 +40,9 @@ def render(entries: list[dict]) -> str:
             group[proposal] = [cells[policy] for policy in policies]
         for group in groups.values():
             columns = zip(*group.values(), strict=True)
-            names = ", ".join(group) if len(groups) > 1 else "every proposal below"
+            names = "; ".join(group)
+            if len(group) > 4:
+                names = "all proposals" if len(groups) == 1 else "all others"
             rows.append([f"`{law}`", names, *(_cell(list(column)) for column in columns)])
     header = ["law", "proposal", *policies]
     lines = [header, ["---"] * len(header), *rows]
@@ -49,15 +51,17 @@ def render(entries: list[dict]) -> str:
 
 def _cell(entries: list[dict]) -> str:
     verdict = entries[0]["verdict"]
-    if verdict in ("refused", "identical"):
+    if verdict not in ("exact", "not exact"):
         return verdict
     worst = max(entry["deviation"] for entry in entries)
-    return f"{verdict}, {worst:.0e}" if worst else verdict
+    if not worst:
+        return verdict
+    return f"{verdict}, {worst:.2f}" if worst >= 0.01 else f"{verdict}, {worst:.0e}"
 
 
 def verdicts(table: str) -> str:
     """The table without its digits."""
-    return re.sub(r", \d(\.\d+)?e[-+]\d+", "", table)
+    return re.sub(r", \d(\.\d+)?(e[-+]\d+)?", "", table)
 
 
 def main() -> None:

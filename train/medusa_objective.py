@@ -5,8 +5,6 @@ Letters: B rows, T tokens, N supervised positions, K heads, D hidden width, U a 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -15,8 +13,8 @@ from data_recipes.batches import shifted_labels
 from drafters.medusa import MedusaDrafter
 from drafters.target import Target
 from train.acceptance import MAX_RANK, NO_TOKEN
-from train.features import document_features
-from train.objective import BatchLoss
+from train.features import Features, document_features
+from train.objective import Batch, BatchLoss
 
 IGNORED = -100
 # Logits of all heads held at once: 128 MB in fp32, and a few times that within the loss.
@@ -69,24 +67,29 @@ class MedusaObjective:
 
     Args:
         head_decay: λ_k = head_decay^k for head k = 1..K.
+        features: how the target's features of a batch are had, e.g. `KeptFeatures`.
         logits_per_chunk: logits of all heads held at once; where there are more, they are computed
             again in the backward pass.
     """
 
     def __init__(
-        self, num_heads: int, head_decay: float, logits_per_chunk: int = LOGITS_PER_CHUNK
+        self,
+        num_heads: int,
+        head_decay: float,
+        features: Features = document_features,
+        logits_per_chunk: int = LOGITS_PER_CHUNK,
     ) -> None:
         powers = torch.arange(1, num_heads + 1, dtype=torch.float64)
         self.head_weights_K = head_decay**powers
-        self.logits_per_chunk = logits_per_chunk
+        self.features, self.logits_per_chunk = features, logits_per_chunk
 
-    def count(self, batch: dict[str, Any]) -> torch.Tensor:
+    def count(self, batch: Batch) -> torch.Tensor:
         """count_0: supervised next tokens."""
         return (shifted_labels(batch, 1) != IGNORED).sum()
 
-    def loss(self, target: Target, drafter: MedusaDrafter, batch: dict[str, Any]) -> BatchLoss:
+    def loss(self, target: Target, drafter: MedusaDrafter, batch: Batch) -> BatchLoss:
         with torch.no_grad():
-            features_BTD = document_features(target, batch)
+            features_BTD = self.features(target, batch)
         labels_KBT = head_labels(batch, drafter.config.num_heads)
         used_BT = (labels_KBT != IGNORED).any(0)
         # With nothing supervised one ignored position is kept: the loss is 0 with a gradient of 0,
@@ -147,14 +150,14 @@ class MedusaObjective:
         return ", ".join(bad) or None
 
 
-def head_labels(batch: dict[str, Any], num_heads: int) -> torch.Tensor:
+def head_labels(batch: Batch, num_heads: int) -> torch.Tensor:
     """int64 [K, B, T]: x_{t+1+k} for head k = 1..K; -100 outside the mask or the document."""
     return torch.stack([shifted_labels(batch, k + 1) for k in range(1, num_heads + 1)])
 
 
 @torch.no_grad()
 def answer_ranks(
-    target: Target, drafter: MedusaDrafter, batch: dict[str, Any], chunk_size: int
+    target: Target, drafter: MedusaDrafter, batch: Batch, chunk_size: int
 ) -> list[torch.Tensor]:
     """int64 [M, K] on the CPU for each answer of M tokens: see `AnswerRanks.ranks_NK`."""
     roots_BT = shifted_labels(batch, 1) != IGNORED

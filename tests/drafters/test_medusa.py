@@ -84,7 +84,7 @@ def test_every_layer_and_head_has_its_own_weights():
         drafter.w1[1, 1].add_(torch.eye(target.hidden_size))
     after = drafter.logits(features, target)
     assert torch.equal(after[0], before[0]) and torch.equal(after[2], before[2])
-    # One layer of one head was changed: had its layers shared weights, x + SiLU(x) would come twice.
+    # With shared layers x + SiLU(x) would come twice.
     x = features + F.silu(features)
     torch.testing.assert_close(after[1], target.logits(x))
 

@@ -3,14 +3,15 @@
 `ScriptedSource` stands where the runtime has its `KeyedSource`: it answers each question of the
 proposer and of the law from a script, one script a row. `walk` starts from the empty script; a row
 whose script ends before the round does reports the question it was asked, and comes back once for
-every answer, with the answer's probability multiplied into its weight. Rows of one length
-run as one batch, so the code that is walked is the batched production code.
+every answer, with the answer's probability multiplied into its weight. Rows of one length run as
+one batch, so the code that is walked is the batched production code.
 
 Letters: B rows (branches), K decisions, V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,10 +31,23 @@ class ScriptedSource:
 
     def __init__(self, script_BK: Tensor):
         self.script_BK = script_BK
-        self.batch, self.length = script_BK.shape
-        self.cursor_B = torch.zeros(self.batch, dtype=torch.int64)
-        self.open_B = torch.zeros(self.batch, dtype=torch.bool)
+        num_rows, self.length = script_BK.shape
+        self.rows = torch.arange(num_rows)  # the rows that a call speaks for
+        self.silent_B = torch.zeros(num_rows, dtype=torch.bool)
+        self.cursor_B = torch.zeros(num_rows, dtype=torch.int64)
+        self.open_B = torch.zeros(num_rows, dtype=torch.bool)
         self.open_probs: list[tuple[Tensor, Tensor]] = []  # rows, their answers' probabilities
+
+    def for_rows(self, rows: Tensor, silent_B: Tensor | None = None) -> ScriptedSource:
+        """The same source, for calls whose batch is these rows.
+
+        Args:
+            silent_B: bool, rows that are finished: their questions have no effect.
+        """
+        view = copy.copy(self)
+        view.rows = rows
+        view.silent_B = self.silent_B[rows] if silent_B is None else silent_B
+        return view
 
     def categorical(self, probs_BV: Tensor, purpose: int, node_B: Tensor | int, trial) -> Tensor:
         probs_BV = probs_BV.detach().double()
@@ -46,43 +60,29 @@ class ScriptedSource:
     def bernoulli(self, prob_B: Tensor, purpose: int, node_B: Tensor | int, trial) -> Tensor:
         yes_B = prob_B.detach().double()
         asked_B = self._asked(node_B)
-        bad_B = asked_B & ~((yes_B >= -1e-12) & (yes_B < 1e9))
+        bad_B = asked_B & ~((yes_B >= 0) & (yes_B < 1 + 1e-9))
         assert not bad_B.any(), f"bernoulli was asked with {yes_B[bad_B][0].item()}"
         yes_B = yes_B.clamp(0, 1)
         return self._answer(torch.stack((1 - yes_B, yes_B), -1), asked_B).bool()
 
-    def split(self) -> list[ScriptedSource]:
-        """One source a row, each at the place where its row stands."""
-        parts = []
-        for row in range(self.batch):
-            part = ScriptedSource(self.script_BK[row : row + 1])
-            part.cursor_B, part.open_B = self.cursor_B[row : row + 1], self.open_B[row : row + 1]
-            parts.append(part)
-        return parts
-
-    def join(self, parts: list[ScriptedSource]) -> None:
-        """Takes over what the rows' own sources have answered since `split`."""
-        self.cursor_B = torch.cat([part.cursor_B for part in parts])
-        self.open_B = torch.cat([part.open_B for part in parts])
-        for row, part in enumerate(parts):
-            self.open_probs += [(rows + row, probs_RV) for rows, probs_RV in part.open_probs]
-
     def _asked(self, node_B: Tensor | int) -> Tensor:
-        return torch.as_tensor(node_B).expand(self.batch) >= 0
+        return (torch.as_tensor(node_B).expand(len(self.rows)) >= 0) & ~self.silent_B
 
     def _answer(self, probs_BV: Tensor, asked_B: Tensor) -> Tensor:
+        rows, cursor_B = self.rows, self.cursor_B[self.rows]
         possible_BV = probs_BV > 0
         answer_B = possible_BV.int().argmax(-1)  # of a row that is not asked, any answer will do
-        choice_B = asked_B & ~self.open_B & (possible_BV.sum(-1) > 1)
-        opens_B = choice_B & (self.cursor_B == self.length)
+        choice_B = asked_B & ~self.open_B[rows] & (possible_BV.sum(-1) > 1)
+        opens_B = choice_B & (cursor_B == self.length)
         if opens_B.any():
-            self.open_probs.append((opens_B.nonzero()[:, 0], probs_BV[opens_B]))
-            self.open_B = self.open_B | opens_B
+            self.open_probs.append((rows[opens_B], probs_BV[opens_B]))
+            self.open_B[rows[opens_B]] = True
         scripted_B = choice_B & ~opens_B
         if self.length:
-            at_B = self.cursor_B.clamp_max(self.length - 1)[:, None]
-            answer_B = torch.where(scripted_B, self.script_BK.gather(1, at_B)[:, 0], answer_B)
-        self.cursor_B = self.cursor_B + scripted_B.long()
+            at_B1 = cursor_B.clamp_max(self.length - 1)[:, None]
+            scripted_answer_B = self.script_BK[rows].gather(1, at_B1)[:, 0]
+            answer_B = torch.where(scripted_B, scripted_answer_B, answer_B)
+        self.cursor_B[rows] = cursor_B + scripted_B.long()
         return answer_B
 
 

@@ -26,8 +26,6 @@ def row_by_row(law: Law) -> Judge:
             path, token = law.judge_plain(proposal.row(row), policy_of_row, sources[row])
             path_BD[row, 1 : len(path) + 1] = torch.tensor(path, dtype=torch.int64)
             accepted_B[row], next_token_B[row] = len(path), token
-        if isinstance(source, ScriptedSource):
-            source.join(sources)
         return Verdict(path_BD, accepted_B, next_token_B, torch.zeros(batch, dtype=torch.bool))
 
     return judge
@@ -43,7 +41,7 @@ def one_row_policy(proposal: Proposal, policy: TreePolicy, row: int) -> TreePoli
 def rows_of(source: Source | PositionSource, batch: int) -> list[Source]:
     """The source of each row by itself."""
     if isinstance(source, ScriptedSource):
-        return source.split()
+        return [source.for_rows(torch.tensor([row])) for row in range(batch)]
     parts = []
     for row in range(batch):
         part = copy.copy(source)

@@ -1,7 +1,7 @@
 """Collects what the enumerations found; the README's table is rendered from it.
 
 One entry is a law, a proposal and a policy with its verdict: "exact" (with the largest deviation),
-"refused", "identical" (token for token that of plain sampling) or "not exact".
+"refused", "identical" (token for token that of plain sampling), "not exact", or "as greedy".
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.exactness.toy_drafters import DRAFTERS, DraftTable
 from tests.exactness.toy_text import PROMPT, ToyText
 from tests.exactness.toys import child_context
 
-RUNS, TOKENS, VOCAB = 10_000, 8, 4
+RUNS, TOKENS, VOCAB = 10_000, 6, 4
 PARAMS = list(POLICIES.values())
 POLICY_OF_ROW = torch.arange(RUNS) % len(PARAMS)
 SEEDS = torch.arange(RUNS) // len(PARAMS)  # neighbouring seeds, each under every policy

@@ -19,7 +19,7 @@ from tests.exactness.cases import (
 from tests.exactness.plain import row_by_row
 from tests.exactness.toy_drafters import CHAINS, DRAFTERS
 
-ROWS = 16  # for each drafter and table, so thousands of proposals for a law
+ROWS = 6  # for each drafter and table: 800 proposals that hold every kind of trial
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.tiny_models import CONFIGS, tiny_target
-from tests.train.conftest import document
-from train.features import document_features
+from tests.train.conftest import document, documents
+from train.features import KeptFeatures, document_features
 from train.rows import collate_named
 
 
@@ -30,3 +30,37 @@ def test_attention_implementations_agree_on_packed_documents():
         batch = collate_named([[document("a", 4, 11), document("b", 9, 8, seed=2)]])
         found.append(document_features(target, batch))
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-3)
+
+
+def test_kept_features_are_the_features_and_the_target_runs_once_a_row(monkeypatch):
+    target = tiny_target()
+    rows = [documents(2), documents(3, seed=7), documents(1, seed=9)]
+    kept = KeptFeatures(target, num_tokens=1000)
+    lengths = []
+    plain = target.features
+
+    def counted(input_ids, **kwargs):
+        lengths.append(input_ids.shape)
+        return plain(input_ids, **kwargs)
+
+    wanted = document_features(target, collate_named(rows))
+    monkeypatch.setattr(target, "features", counted)
+    batch = collate_named(rows)
+    found = kept(target, batch)
+    real = batch["document_ids"] >= 0
+    torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-4)
+    assert found.shape == wanted.shape and lengths == [(1, n) for n in real.sum(1).tolist()]
+    assert torch.equal(kept(target, batch), found) and len(lengths) == 3
+
+
+def test_kept_features_are_the_same_bits_in_whatever_batch_a_row_comes_first():
+    target = tiny_target()
+    rows = [documents(2), documents(3, seed=7), documents(1, seed=9)]
+    together = KeptFeatures(target, 1000)(target, collate_named(rows))
+    alone = KeptFeatures(target, 1000)(target, collate_named(rows[2:]))
+    assert torch.equal(together[2, : alone.shape[1]], alone[0])
+
+
+def test_features_that_do_not_fit_into_memory_are_refused_with_both_sizes():
+    with pytest.raises(ValueError, match=r"1,000,000,000,000,000 tokens take 128000000\.0 GB"):
+        KeptFeatures(tiny_target(), 10**15)

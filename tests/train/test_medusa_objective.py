@@ -114,7 +114,7 @@ def test_chunks_change_neither_loss_nor_gradient(head_type):
     found = []
     for logits_per_chunk in (2**25, 700):
         drafter = make_drafter(target, head_type, vocab)
-        objective = MedusaObjective(2, 0.8, logits_per_chunk)
+        objective = MedusaObjective(2, 0.8, logits_per_chunk=logits_per_chunk)
         loss = objective.loss(target, drafter, batch)
         loss.loss_sum.backward()
         grads = [parameter.grad for parameter in drafter.parameters()]
