@@ -7,6 +7,7 @@ again, so a stopped run loses at most the shard it was at.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -81,6 +82,7 @@ def generate_answers(
     settings: GenerationSettings | None = None,
     dropped: Counter[str] | None = None,
     progress: bool = True,
+    max_minutes: float = 0.0,
 ) -> dict[str, Any]:
     """Answers prompts into a folder of shards; goes on where a stopped run was.
 
@@ -89,6 +91,9 @@ def generate_answers(
         answer: who answers; see `engine_answerer`.
         dropped: rows that reading the prompts dropped, by reason, for the manifest.
         progress: show a progress bar on stderr.
+        max_minutes: after so long no new shard is begun (0: never); the folder is finished as it
+            is, the prompts left over are counted as dropped under "out_of_time", and the same call
+            goes on with them.
     Returns:
         The manifest, as written to manifest.json.
     Raises:
@@ -118,12 +123,16 @@ def generate_answers(
     }
     turns = [sum(m["role"] == "user" for row in piece for m in row.messages) for piece in pieces]
     done = sum(turns[index] for index in counts)
+    started = time.monotonic()
     with tqdm(
         total=sum(turns), initial=done, desc="answers", unit="turn", disable=not progress
     ) as bar:
         for index, piece in enumerate(pieces):
             if index in counts:
                 continue
+            if counts and 0 < max_minutes * 60 <= time.monotonic() - started:
+                begun = _ended_here(begun, pieces[index:])
+                break
             path = shard_path(folder, index)
             _answer_shard(path, piece, template, answer, settings, bar)
             done += turns[index]
@@ -219,6 +228,13 @@ def _shard_counts(conversations: Sequence[Conversation]) -> Counts:
         "dropped": Counter(c.end_reason for c in ended if not c.rows),
         "ended_early": Counter(c.end_reason for c in ended if c.rows),
     }
+
+
+def _ended_here(begun: dict[str, Any], left: Sequence[Sequence[PromptRow]]) -> dict[str, Any]:
+    """The manifest of a run that ends before the shards that are left."""
+    shards = begun["shards"] | {"total": begun["shards"]["total"] - len(left)}
+    dropped = begun["dropped"] | {"out_of_time": sum(map(len, left))}
+    return begun | {"shards": shards, "dropped": dict(sorted(dropped.items()))}
 
 
 def _with_counts(begun: dict[str, Any], shards: dict[int, Counts]) -> dict[str, Any]:

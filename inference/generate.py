@@ -83,7 +83,7 @@ class SpeculativeEngine:
             target = Target.from_pretrained(target, dtype=dtype, device=device)
         if drafter is None:
             return cls(target, None, **options)
-        loaded = load_drafter(drafter, target)
+        loaded = load_drafter(drafter, target, dtype=target.dtype)
         return cls(target, build_proposer(loaded, target, tree), **options)
 
     def generate(

@@ -106,15 +106,15 @@ def inverse_cdf(probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """int64 [B]: the token at which the cumulative probability first exceeds uniform * total.
 
     The CDF is kept in integers of 2^-62: their sums are exact, so it is monotone however a device
-    adds, a token of probability zero has an empty interval, and a uniform next to one still ends at
-    a token of positive probability. (A float64 CDF added in parallel is not monotone.) What is lost
-    is under 2^-62 a token. Rows without any mass give an arbitrary token.
+    adds, and a token of probability zero has an empty interval. (A float64 CDF added in parallel is
+    not monotone.) A uniform of 1 - 2^-53 still ends below the total: it takes off more than the
+    total's rounding to float64 can have put on. What is lost is under 2^-62 a token. Rows without
+    any mass give an arbitrary token.
     """
     weights_BV = (probs_BV.double() * 2.0**62).long()
     cdf_BV = weights_BV.cumsum(-1)
     total_B1 = cdf_BV[..., -1:]
     target_B1 = (uniform_B[..., None] * total_B1.double()).long()
-    target_B1 = torch.minimum(target_B1, total_B1 - 1)
     token_B1 = torch.searchsorted(cdf_BV, target_B1, right=True)
     return token_B1[..., 0].clamp(max=probs_BV.shape[-1] - 1)
 

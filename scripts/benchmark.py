@@ -43,10 +43,11 @@ class BenchmarkConfig:
     dtype: str = option("auto", "of the target; auto: what is fast on this machine")
     passes: int = option(3, "times that every prompt is decoded by every method")
     identity_prompts: int = option(30, "prompts of the fp32 identity check; 0: none")
+    identity_tokens: int = option(64, "tokens of each answer in that check")
     out: str | None = option(None, "JSON record; none: only the table is printed")
 
     def __post_init__(self) -> None:
-        for name in ("limit", "max_new_tokens", "passes"):
+        for name in ("limit", "max_new_tokens", "passes", "identity_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be ≥ 1")
 
@@ -75,6 +76,7 @@ def main() -> None:
     method = "medusa1"
     prompts = [plain.encode(list(row.messages)) for row in chosen]
     identical: dict[str, bool | None] = {}
+    taus: dict[str, float] = {}
     if config.identity_prompts:
         if target.dtype == torch.float32:
             exact_target, engines = target, {"plain": plain, method: drafted}
@@ -85,7 +87,8 @@ def main() -> None:
                 method: SpeculativeEngine.from_pretrained(exact_target, config.drafter),
             }
         check = [plain.encode(list(r.messages)) for r in stratified(rows, config.identity_prompts)]
-        identical |= check_identity(exact_target, engines, check, config.max_new_tokens)[0]
+        found, taus = check_identity(exact_target, engines, check, config.identity_tokens)
+        identical |= found
     contenders = [hf_contender(target, config.max_new_tokens)]
     for temperature in config.temperatures:
         contenders.append(engine_contender("plain", plain, temperature, config.max_new_tokens))
@@ -101,6 +104,14 @@ def main() -> None:
     }
     if greedy:
         record["near_ties"] = near_ties(target, prompts, greedy[method], greedy["plain"])
+    if taus:
+        record["identity_check"] = {
+            "prompts": len(check),
+            "tokens": config.identity_tokens,
+            "dtype": "float32",
+            "identical": identical,
+            "tau": {name: round(tau, 3) for name, tau in taus.items()},
+        }
     print(format_table(record["rows"]))
     if config.out:
         write_record(config.out, record)

@@ -112,7 +112,7 @@ def check_identity(
     expected = hf_greedy(target, prompts, max_new_tokens)
     identical, taus = {}, {}
     for method, engine in engines.items():
-        answers = dict(engine.generate_many(prompts, params, batch_size=8))
+        answers = dict(engine.generate_many(prompts, params, batch_size=len(prompts)))
         taus[method] = tau_of(list(answers.values()))
         identical[method] = True
         for at, prompt in enumerate(prompts):

@@ -47,14 +47,15 @@ def stages(folder: Path) -> list[Stage]:
     generate = [python, "scripts/generate_data.py", "--target", DEFAULT_TARGET]
     generate += ["--prompts", f"{PROMPTS}/train.jsonl", "--output", str(data)]
     generate += ["--held_out", f"{PROMPTS}/heldout.jsonl"]
-    generate += ["--limit", "256", "--max_new_tokens", "64", "--batch_size", "32"]
+    generate += ["--max_new_tokens", "64", "--batch_size", "32"]
+    generate += ["--rows_per_shard", "64", "--max_minutes", "2.5"]
     launch = [python, "-m", "accelerate.commands.launch"]
     launch += ["--config_file", "configs/accelerate/cpu.yaml", "train/medusa.py"]
     train = [*launch, "--config", RECIPE, "--data", str(data), "--output", str(drafter)]
     measure = [python, "scripts/benchmark.py", "--target", DEFAULT_TARGET]
     measure += ["--drafter", str(drafter), "--prompts", f"{PROMPTS}/heldout.jsonl"]
-    measure += ["--limit", "6", "--passes", "1", "--max_new_tokens", "48"]
-    measure += ["--identity_prompts", "36", "--out", str(report)]
+    measure += ["--limit", "6", "--passes", "1", "--max_new_tokens", "32"]
+    measure += ["--identity_prompts", "30", "--identity_tokens", "64", "--out", str(report)]
     prompts = [f"{PROMPTS}/train.jsonl", f"{PROMPTS}/heldout.jsonl"]
     return [
         Stage("the target answers", generate, prompts, data / "manifest.json"),
@@ -94,7 +95,14 @@ def main() -> None:
         partial.replace(memory)
 
     report = folder / "report.json"
-    print(f"\n{format_table(json.loads(report.read_text())['rows'])}")
+    record = json.loads(report.read_text())
+    print(f"\n{format_table(record['rows'])}")
+    if check := record.get("identity_check"):
+        same = "the same text" if all(check["identical"].values()) else "NOT the same text"
+        print(
+            f"\n{check['prompts']} held-out prompts × {check['tokens']} greedy tokens in fp32: "
+            f"{same} as transformers' generate; τ {check['tau']['medusa1']:.2f} with the heads"
+        )
     print(f"\nall figures: {report}   ({time.perf_counter() - started:.0f} s)")
 
 

@@ -52,11 +52,17 @@ class GenerateConfig:
     batch_size: int = option(32, "prompts decoded side by side")
     max_length: int | None = option(None, "tokens of a row; none: the target's context")
     rows_per_shard: int = option(256, "prompts of a shard; a stopped run loses at most one shard")
+    max_minutes: float = option(
+        0.0,
+        "then the rest is left out, by whole shards; the same command goes on; 0: never",
+    )
     template_kwargs: str = option("{}", 'for the chat template: JSON, {"enable_thinking": false}')
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; it must be ≥ 1")
+        if self.max_minutes < 0:
+            raise ValueError(f"max_minutes is {self.max_minutes}; it must be ≥ 0")
 
     @property
     def settings(self) -> GenerationSettings:
@@ -88,7 +94,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     target = Target.from_pretrained(config.target, dtype=dtype)
     engine = SpeculativeEngine(target, batch_size=config.batch_size)
     manifest = generate_answers(
-        target, prompts, Path(config.output), engine_answerer(engine), settings, dropped
+        target,
+        prompts,
+        Path(config.output),
+        engine_answerer(engine),
+        settings,
+        dropped,
+        max_minutes=config.max_minutes,
     )
 
     # What came out

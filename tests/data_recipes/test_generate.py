@@ -376,3 +376,20 @@ def test_the_runtime_answers_and_its_rows_are_the_targets_own_greedy_text(tmp_pa
             do_sample=False,
         )
         assert expected[0].tolist() == ids[:end]
+
+
+def test_a_run_out_of_time_is_whole_and_is_gone_on_with(target, tmp_path, monkeypatch):
+    whole = tmp_path / "whole"
+    run(target, whole)
+    clock = iter(range(0, 10_000, 40))  # every look at the clock is 40 s later
+    monkeypatch.setattr("data_recipes.generate.time.monotonic", lambda: next(clock))
+    settings = {"progress": False, "max_minutes": 1.0}
+    folder, answerer = tmp_path / "cut", ToyAnswerer(target.tokenizer)
+    manifest = generate_answers(target, prompts(), folder, answerer, SETTINGS, **settings)
+    shards = manifest["shards"]
+    assert 0 < shards["finished"] == shards["total"] < read_manifest(whole)["shards"]["total"]
+    answered = manifest["counts"]["prompts"]
+    assert manifest["dropped"]["out_of_time"] == len(prompts()) - answered > 0
+    assert len(AnsweredDataset(folder)) == answered
+    run(target, folder)
+    assert files(folder) == files(whole)

@@ -152,6 +152,7 @@ PAIRS = {
     ),
     "keyed: rounds 0 and 1": lambda: (keyed_draws(SEEDS, 0), keyed_draws(SEEDS, 1)),
     "keyed: seeds s and s + 1": lambda: (keyed_draws(SEEDS, 3), keyed_draws(SEEDS + 1, 3)),
+    "keyed: seed and round swapped": lambda: (keyed_draws(SEEDS, 1), keyed_draws(SEEDS + 1, 0)),
     "keyed: nodes 1 and 2": lambda: (keyed_draws(SEEDS, 0, 1), keyed_draws(SEEDS, 0, 2)),
     "keyed: trials 0 and 1": lambda: (keyed_draws(SEEDS, 0, 1, 0), keyed_draws(SEEDS, 0, 1, 1)),
     "keyed: node and trial swapped": lambda: (
