@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_models import tiny_target
 from torch import nn
 
 from inference.forward import TargetForward
 from inference.packing import PackedLinears, can_pack
-from tiny_models import tiny_target
 
 needs_kernels = pytest.mark.skipif(
     not can_pack(torch.float32, torch.device("cpu")), reason="no packed kernels on this machine"
