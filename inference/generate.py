@@ -58,6 +58,8 @@ class SpeculativeEngine:
         make_source: SourceFactory = KeyedSource,
         debug: bool = False,
     ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be ≥ 1")
         self.target, self.proposer, self.batch_size = target, proposer, batch_size
         self.make_source, self.debug = make_source, debug
         self.forward = TargetForward(target, pack_weights)

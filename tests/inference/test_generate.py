@@ -150,6 +150,11 @@ def test_what_a_prompt_lacks_is_named(target: Target) -> None:
         engine.generate(PROMPTS[:2], [SamplingParams()])
 
 
+def test_a_batch_has_at_least_one_row(target: Target) -> None:
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        SpeculativeEngine(target, batch_size=0)
+
+
 def test_one_run_has_one_law(target: Target) -> None:
     params = [SamplingParams(law="coupled", temperature=1.0), SamplingParams(temperature=1.0)]
     with pytest.raises(ValueError, match="coupled, rejection"):
