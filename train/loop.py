@@ -36,7 +36,8 @@ class TrainResult:
     Attributes:
         stopped_by: "steps" (all done) or "max_minutes".
         seconds: training time over all sittings, evaluations included.
-        figures: of the last log.
+        figures: of the last log of the training loss.
+        held_out: what `evaluate` gave after the last step.
     """
 
     step: int
@@ -45,6 +46,7 @@ class TrainResult:
     seconds: float
     run_id: str
     figures: dict[str, float]
+    held_out: dict[str, float]
 
 
 def make_accelerator(config: LoopConfig) -> Accelerator:
@@ -75,7 +77,8 @@ def run_training(
         order: which rows each step, process and micro-batch sees; its batches carry `row_ids`, the
             names of each row's documents.
         settings: what decides the weights; a checkpoint made with others is refused.
-        evaluate: figures of the held-out rows, called every `config.eval_every` steps.
+        evaluate: figures of the held-out rows; called every `config.eval_every` steps, and at the
+            end in any case.
     Raises:
         NonFiniteLoss: before the weights are touched and before anything is saved.
         ValueError: a global step without a supervised label; a checkpoint of another run.
@@ -106,9 +109,11 @@ def run_training(
 
     window = LogWindow(accelerator)
     started, seconds_before = time.monotonic(), state.seconds
-    stopped_by, saved_at, figures = "steps", state.step, {}
-    model.train()
-    while state.step < total:
+    stopped_by = "steps"
+    held_out: dict[str, float] = {}
+    while state.step < total and stopped_by == "steps":
+        model.train()
+        step_started = time.monotonic()
         micro_batches = [send_to_device(b, accelerator.device) for b in order.of_step(state.step)]
         sizes = torch.stack([_sizes(objective, batch) for batch in micro_batches]).sum(0)
         count, tokens = accelerator.reduce(sizes).tolist()
@@ -131,31 +136,32 @@ def run_training(
                     _stop_if_not_finite(accelerator, plain, losses, norm, state.step, micro_batches)
                 optimizer.step()
                 optimizer.zero_grad()
-        window.add(losses, count, tokens)
+        window.add(losses, count, tokens, time.monotonic() - step_started)
         state.step += 1
         state.seconds = seconds_before + time.monotonic() - started
         bar.update()
 
         if state.step % config.log_every == 0 or state.step == total:
             figures = window.close(objective) | {"learning_rate": rate, "grad_norm": float(norm)}
+            state.figures = figures
             bar.set_postfix({k: f"{figures[k]:.3g}" for k in ("loss", "tokens_per_s")})
             tracking.log({f"train/{k}": v for k, v in figures.items()}, state.step)
-        if evaluate and config.eval_every and state.step % config.eval_every == 0:
+        if _out_of_time(accelerator, config.max_minutes, started) and state.step < total:
+            stopped_by = "max_minutes"
+        last = state.step == total or stopped_by != "steps"
+        if _due(state.step, config.checkpoint_every) or last:
+            save_checkpoint(checkpoints, accelerator, model, optimizer, state, config.keep_last)
+        if evaluate and (_due(state.step, config.eval_every) or last):
             held_out = evaluate()
             tracking.log({f"heldout/{k}": v for k, v in held_out.items()}, state.step)
-            model.train()
-        if config.checkpoint_every and state.step % config.checkpoint_every == 0:
-            save_checkpoint(checkpoints, accelerator, model, optimizer, state, config.keep_last)
-            saved_at = state.step
-        if _out_of_time(accelerator, config.max_minutes, started):
-            stopped_by = "steps" if state.step == total else "max_minutes"
-            break
 
-    if saved_at != state.step:
-        save_checkpoint(checkpoints, accelerator, model, optimizer, state, config.keep_last)
+    if evaluate and not held_out:  # all steps were done in an earlier sitting
+        held_out = evaluate()
     bar.close()
     tracking.finish()
-    return TrainResult(state.step, total, stopped_by, state.seconds, state.run_id, figures)
+    return TrainResult(
+        state.step, total, stopped_by, state.seconds, state.run_id, state.figures, held_out
+    )
 
 
 def learning_rate(step: int, total: int, peak: float, warmup_ratio: float) -> float:
@@ -179,11 +185,12 @@ class LogWindow:
     def _reset(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
         self._count = self._tokens = 0
-        self._started = time.monotonic()
+        self._seconds = 0.0  # of the steps alone: no evaluation, no saving
 
-    def add(self, losses: Sequence[BatchLoss], count: int, tokens: int) -> None:
+    def add(self, losses: Sequence[BatchLoss], count: int, tokens: int, seconds: float) -> None:
         self._count += count
         self._tokens += tokens
+        self._seconds += seconds
         for loss in losses:
             for name, value in loss.sums.items():
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -191,7 +198,7 @@ class LogWindow:
     def close(self, objective: Objective) -> dict[str, float]:
         sums = {name: self._accelerator.reduce(value) for name, value in self._sums.items()}
         figures = objective.report(sums, self._count)
-        figures["tokens_per_s"] = self._tokens / max(time.monotonic() - self._started, 1e-9)
+        figures["tokens_per_s"] = self._tokens / max(self._seconds, 1e-9)
         self._reset()
         return figures
 
@@ -211,9 +218,13 @@ def _start_or_resume(
         )
     state = load_newest(checkpoints, accelerator, model, optimizer, settings)
     if state is None:
-        return RunState(0, "", settings, 0.0, accelerator.num_processes)
+        return RunState(0, "", settings, 0.0, accelerator.num_processes, {})
     accelerator.print(f"going on from step {state.step} of {checkpoints}")
     return state
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def _sizes(objective: Objective, batch: Batch) -> torch.Tensor:

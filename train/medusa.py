@@ -106,16 +106,15 @@ def main() -> None:
             "command goes on from there"
         )
 
-    # ---------------------------------------------------------------- evaluate and export
-    figures = evaluation.figures()
+    # ---------------------------------------------------------------- export
     if accelerator.is_main_process:
         drafter.config.tree = [list(path) for path in evaluation.tree] or None
-        summary = training_summary(config, rows, result, figures)
+        summary = training_summary(config, rows, result)
         extra = {"trained_with": settings}
         if vocab:
             extra["draft_vocab"] = {"made_from": vocab.made_from, "coverage": vocab.coverage}
         save_drafter(config.output, drafter, identity, summary, extra)
-        for name, value in figures.items():
+        for name, value in result.held_out.items():
             print(f"{name:28} {value:.3f}")
         print(f"drafter saved to {config.output}")
     accelerator.wait_for_everyone()
@@ -211,9 +210,7 @@ class Evaluation:
         return answer_ranks(self.target, self.drafter, batch, self.chunk_size)
 
 
-def training_summary(
-    config: MedusaTrainConfig, rows: Rows, result: TrainResult, figures: dict[str, float]
-) -> dict[str, Any]:
+def training_summary(config: MedusaTrainConfig, rows: Rows, result: TrainResult) -> dict[str, Any]:
     """What the model card tells about a run."""
     return {
         "steps": result.step,
@@ -224,7 +221,7 @@ def training_summary(
         "batch_size": config.batch_size,
         "learning_rate": config.learning_rate,
         "last_log": result.figures,
-        "evaluation": figures,
+        "evaluation": result.held_out,
         "target_frozen": True,
     }
 

@@ -40,6 +40,7 @@ class RunState:
         settings: what decides the weights; another value under one key makes it another run.
         seconds: trained so far, over all sittings.
         world_size: processes that wrote the checkpoint.
+        figures: of the last log.
     """
 
     step: int
@@ -47,6 +48,7 @@ class RunState:
     settings: dict[str, Any]
     seconds: float
     world_size: int
+    figures: dict[str, float]
 
 
 def save_checkpoint(

@@ -62,7 +62,10 @@ class Tracking:
         self._attempt(lambda: self._accelerator.log(dict(values), step=step))
 
     def finish(self) -> None:
-        self._attempt(self._accelerator.end_training)
+        """Closes the tracker; Accelerate's own `end_training` would also part the processes."""
+        for tracker in self._accelerator.trackers:
+            self._attempt(tracker.finish)
+        self._accelerator.trackers = []
         self._alive = False
 
     def _attempt(self, action: Callable[[], None]) -> None:

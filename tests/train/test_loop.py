@@ -165,7 +165,7 @@ def test_a_non_finite_weight_stops_the_run(new_run):
     assert not list(Path(run.config.run_folder).glob("checkpoints/step-*"))
 
 
-def test_evaluation_comes_every_so_many_steps_and_is_logged(new_run, monkeypatch):
+def test_evaluation_comes_every_so_many_steps_and_at_the_end_and_is_logged(new_run, monkeypatch):
     logged = []
     monkeypatch.setattr("train.loop.Tracking.log", lambda self, v, step: logged.append((step, v)))
     calls = []
@@ -174,12 +174,12 @@ def test_evaluation_comes_every_so_many_steps_and_is_logged(new_run, monkeypatch
         calls.append(1)
         return {"tree_tau": 1.5}
 
-    new_run(steps=6, eval_every=3, log_every=2).train(evaluate=evaluate)
-    assert len(calls) == 2
+    result = new_run(steps=7, eval_every=3, log_every=2).train(evaluate=evaluate)
+    assert len(calls) == 3 and result.held_out == {"tree_tau": 1.5}
     held_out = [(step, v) for step, v in logged if "heldout/tree_tau" in v]
-    assert held_out == [(3, {"heldout/tree_tau": 1.5}), (6, {"heldout/tree_tau": 1.5})]
-    assert [step for step, v in logged if "train/loss" in v] == [2, 4, 6]
-    (last,) = [v for step, v in logged if step == 6 and "train/loss" in v]
+    assert held_out == [(step, {"heldout/tree_tau": 1.5}) for step in (3, 6, 7)]
+    assert [step for step, v in logged if "train/loss" in v] == [2, 4, 6, 7]
+    (last,) = [v for step, v in logged if step == 7 and "train/loss" in v]
     wanted = {"loss", "head1_top1", "head1_top5", "head2_top1", "learning_rate", "tokens_per_s"}
     assert {f"train/{name}" for name in wanted} <= last.keys()
 
@@ -194,6 +194,12 @@ def test_max_minutes_stops_saves_and_goes_on(new_run):
     whole.train()
     for name, tensor in whole.weights().items():
         assert torch.equal(tensor, rest.weights()[name]), name
+
+
+def test_a_finished_run_is_evaluated_again_but_not_trained(new_run):
+    new_run().train()
+    result = new_run().train(evaluate=lambda: {"tree_tau": 1.25})
+    assert (result.step, result.held_out) == (6, {"tree_tau": 1.25})
 
 
 def test_steps_follow_from_epochs(new_run):

@@ -36,8 +36,16 @@ class FakeAccelerator:
     def log(self, values, step):
         self._take("log", values, step)
 
-    def end_training(self):
-        self._take("end_training")
+    @property
+    def trackers(self):
+        return [self]
+
+    @trackers.setter
+    def trackers(self, left):
+        self.left = left
+
+    def finish(self):
+        self._take("finish")
 
 
 def test_wandb_is_offline_without_a_key_and_never_given_an_entity(tmp_path):
@@ -71,7 +79,7 @@ def test_a_resumed_run_keeps_its_id(tmp_path):
     assert tracking.run_id == "abc123" and accelerator.calls[0][3]["wandb"]["id"] == "abc123"
 
 
-@pytest.mark.parametrize("failing", ["init_trackers", "log", "end_training"])
+@pytest.mark.parametrize("failing", ["init_trackers", "log", "finish"])
 def test_a_failing_tracker_warns_once_and_is_left_alone(tmp_path, failing, recwarn):
     accelerator = FakeAccelerator(failing)
     tracking = Tracking(accelerator, "wandb", tmp_path)
