@@ -108,8 +108,8 @@ class Proposal:
             tokens_BN: int64 [B, tree.num_tokens]; siblings must carry distinct tokens.
         """
         batch, device = tokens_BN.shape[0], tokens_BN.device
-        parents_BN = int64_constant(tree.parents, device).expand(batch, -1)
-        nodes = int64_constant(tuple(range(1, tree.num_tokens)), device).expand(batch, -1)
+        parents_BN = int64_constant(tree.parents, device).repeat(batch, 1)
+        nodes = int64_constant(tuple(range(1, tree.num_tokens)), device).repeat(batch, 1)
         return Proposal(
             tokens_BN=tokens_BN,
             parents_BN=parents_BN,

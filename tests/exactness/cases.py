@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from tests.exactness.toys import (
 )
 
 TOLERANCE = 1e-12
+NUM_MODELS = 3
 Judge = Callable[[Proposal, TreePolicy, Source], Verdict]
 
 POLICIES: dict[str, SamplingParams] = {
@@ -59,6 +61,8 @@ VOCABULARY = {
     "Medusa top-k product": 5,
     "a draw, then top-2": 5,
     "three SSMs merged": 3,
+    "iid tree": 3,
+    "iid, three draws": 3,
 }
 
 
@@ -95,25 +99,33 @@ def make_case(
     """A case whose states are the kinds of tables named."""
     drafter, depth = DRAFTERS[drafter_name]
     vocab = vocab or VOCABULARY.get(drafter_name, DEFAULT_VOCABULARY)
-    seeds = [seed + index for index in range(len(tables))]
     kinds = [TABLES[table] for table in tables]
     logits = [
-        random_logits(seed, vocab, depth, kind)
-        for seed, (kind, _) in zip(seeds, kinds, strict=True)
+        random_logits(seed + state, vocab, depth, target_kind)
+        for state, (target_kind, _) in enumerate(kinds)
     ]
     target = ToyTarget(torch.stack(logits), params, depth)
+    draft_kinds = tuple(draft_kind for _, draft_kind in kinds)
     draft_probs = []
-    for model in range(1, 4):
-        logits = [
-            random_logits(1000 * model + seed, vocab, depth, "generic" if kind == "equal" else kind)
-            for seed, (_, kind) in zip(seeds, kinds, strict=True)
-        ]
-        probs_SCV = table_probs(torch.stack(logits), DRAFT_PARAMS)
-        for state, (_, kind) in enumerate(kinds):
-            if kind == "equal":
+    for model in range(NUM_MODELS):
+        probs_SCV = _draft_probs(model, seed, vocab, depth, draft_kinds).clone()
+        for state, draft_kind in enumerate(draft_kinds):
+            if draft_kind == "equal":
                 probs_SCV[state] = target.probs_SCV[state]
         draft_probs.append(probs_SCV)
     return Case(drafter, draft_probs, target)
+
+
+@lru_cache(maxsize=1024)
+def _draft_probs(model: int, seed: int, vocab: int, depth: int, kinds: tuple[str, ...]) -> Tensor:
+    """float64 [S, C, V]: a draft model's table for each state; the same under every policy of p."""
+    logits = [
+        random_logits(
+            1000 * (model + 1) + seed + state, vocab, depth, "generic" if kind == "equal" else kind
+        )
+        for state, kind in enumerate(kinds)
+    ]
+    return table_probs(torch.stack(logits), DRAFT_PARAMS)
 
 
 def play(case: Case, judge: Judge, source: Source, state_B: Tensor) -> dict[str, Tensor]:

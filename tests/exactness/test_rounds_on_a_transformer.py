@@ -101,7 +101,8 @@ def medusa_proposer(target: Target) -> MedusaProposer:
 
 PROPOSERS = {  # name -> (target -> proposer, tokens of text)
     "none": (lambda target: None, 4),
-    "chain": (lambda t: TableProposer(partial(drawn_tree, (1, 1), "iid"), 2, 3, True), 4),
+    "one draw": (lambda t: TableProposer(partial(drawn_tree, (1,), "iid"), 1, 2, True), 4),
+    "chain": (lambda t: TableProposer(partial(drawn_tree, (1, 1), "iid"), 2, 3, True), 3),
     "without replacement": (lambda t: TableProposer(partial(drawn_tree, (2,), "wor"), 1, 3), 4),
     "iid pair": (lambda t: TableProposer(partial(drawn_tree, (2,), "iid"), 1, 3), 4),
     "top-k": (lambda t: TableProposer(partial(top_tree, (2, 2)), 2, 7), 5),
@@ -174,13 +175,17 @@ def one_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "PREFILL_ROWS", 100_000)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", PROPOSERS)
+# The penalty is the policy that has a state of its own; how drafts are made does not touch it.
+NAME_AND_POLICY = [(name, "T=1") for name in PROPOSERS]
+NAME_AND_POLICY += [(name, "top-k and penalty") for name in ("none", "chain", "top-k")]
+
+
+@pytest.mark.parametrize("name, policy", NAME_AND_POLICY)
 def test_text_of_several_rounds_keeps_the_targets_law(name: str, policy: str) -> None:
     make_proposer, num_tokens = PROPOSERS[name]
     target, params = tiny_target(), POLICIES[policy]
     branches = enumerate_engine(TargetForward(target), make_proposer(target), params, num_tokens)
-    assert branches.results["rounds_B"].max() >= min(3, num_tokens - 1)
+    assert branches.results["rounds_B"].max() >= 2
     assert deviation(branches, plain_law(target, params, num_tokens)) <= 1e-12
 
 

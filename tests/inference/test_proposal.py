@@ -50,8 +50,15 @@ BROKEN = {
         r"row 1, trial 2: token proposed at probability zero",
     ),
     "two wor draws of one token": (
-        change("trial_child_BT", (0, 1), 1),
-        r"row 0, (node 2: no trial|trial 1: token proposed at probability zero)",
+        replace(
+            sound(),
+            trial_parent_BT=torch.tensor([[0, 0, 1, 0], [0, 0, 2, -1]]),
+            trial_child_BT=torch.tensor([[1, 2, 3, 1], [1, 2, 3, -1]]),
+            trial_law_T=("wor", "wor", "iid", "wor"),
+            trial_row_T=(0, 0, 1, 0),
+            max_trials_per_node=3,
+        ),
+        r"row 0, trial 3: token proposed at probability zero",
     ),
     "two nodes for one token": (
         change("tokens_BN", (1, 2), 2),
@@ -158,6 +165,12 @@ def test_delta_proposal_of_a_tree_has_one_trial_a_node():
     assert proposal.trial_child_BT[0].tolist() == list(range(1, 11))
     assert proposal.trial_parent_BT[0].tolist() == list(tree.parents[1:])
     assert set(proposal.trial_law_T) == {"delta"} and proposal.q_BRV is None
+
+
+def test_proposals_of_one_tree_share_no_memory():
+    tree, tokens_BN = TokenTree.chain(2), torch.tensor([[0, 1, 2]])
+    Proposal.delta(tokens_BN, tree).parents_BN[0, 2] = -2
+    assert Proposal.delta(tokens_BN, tree).parents_BN.tolist() == [[-1, 0, 1]]
 
 
 def test_delta_proposal_with_equal_siblings_is_refused_by_the_check():
