@@ -25,8 +25,8 @@ def complete_folder(folder: Path) -> Iterator[Path]:
     try:
         yield partial
         for path in [*partial.rglob("*"), partial]:
+            path.chmod(0o755 if path.is_dir() else 0o644)  # temporary folders are made for one user
             _flush(path)
-        partial.chmod(0o755)
         if folder.exists():
             folder.rename(previous)
         partial.rename(folder)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,6 +178,20 @@ def test_a_failed_save_leaves_the_old_drafter(tmp_path, folder, target, drafter,
         save_drafter(folder, drafter, target.identity)
     assert (folder / "model.safetensors").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter"]
+
+
+def test_the_old_drafter_stays_until_the_new_one_has_its_name(folder, monkeypatch):
+    rename = Path.rename
+
+    def no_new_name(self, target):
+        if "partial" in self.name:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", no_new_name)
+    with pytest.raises(OSError, match="Input/output"), complete_folder(folder):
+        pass
+    load_drafter(folder)
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, folder):

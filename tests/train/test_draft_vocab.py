@@ -19,6 +19,8 @@ def test_the_most_frequent_tokens_are_kept_lower_ids_first_among_equals():
     vocab = choose_draft_vocab(counts, 3, "t")
     assert vocab.ids.tolist() == [0, 2, 3]
     assert vocab.coverage == pytest.approx(17 / 22)
+    many = torch.ones(5000, dtype=torch.int64)
+    assert choose_draft_vocab(many, 2000, "t").ids.tolist() == list(range(2000))
 
 
 def test_the_hash_follows_answers_tokenizer_and_size():

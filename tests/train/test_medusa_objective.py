@@ -180,15 +180,38 @@ def test_ranks_count_what_a_head_likes_better():
     assert true_ranks(logits, labels).tolist() == [[0, 1, 3, 4]]
 
 
+@pytest.mark.parametrize("head_type", ["own", "tied", "reduced"])
+def test_a_batch_without_supervision_gives_zero_with_a_gradient_for_every_weight(head_type):
+    """All processes must reduce the same tensors, whatever their batch holds."""
+    target = tiny_target()
+    drafter = make_drafter(target, head_type, torch.arange(9) if head_type == "reduced" else None)
+    batch = collate_named([documents(2)])
+    batch["loss_mask"][:] = False
+    loss = MedusaObjective(2, 0.8).loss(target, drafter, batch)
+    loss.loss_sum.backward()
+    assert loss.loss_sum.item() == 0 and MedusaObjective(2, 0.8).count(batch) == 0
+    for name, parameter in drafter.named_parameters():
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter)), name
+
+
+def test_a_token_outside_a_tiny_draft_vocabulary_is_a_miss():
+    target = tiny_target()
+    drafter = make_drafter(target, "reduced", torch.tensor([0, 1, 2]))  # in no answer
+    (ranks,) = answer_ranks(target, drafter, collate_named([[document("a", 3, 4)]]), 100)
+    assert ranks.tolist() == [
+        [MAX_RANK, MAX_RANK], [MAX_RANK, MAX_RANK], [MAX_RANK, NO_TOKEN], [NO_TOKEN, NO_TOKEN],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("chunk_size", [1000, 3])
 def test_answer_ranks_follow_each_answer_to_its_end(chunk_size):
     target = tiny_target()
     vocab = torch.arange(3, 70)
     drafter = make_drafter(target, "reduced", vocab)
     docs = [document("a", 3, 5), document("b", 2, 3, seed=9), document("c", 4, 6, seed=5)]
-    docs[2].loss_mask[6:8] = False  # two answers, of 2 and 2 tokens
+    docs[2].loss_mask[6] = False  # two answers, of 2 and 3 tokens; head 2 could reach across
     answers = answer_ranks(target, drafter, collate_named([docs[:2], docs[2:]]), chunk_size)
-    spans = [(docs[0], 3, 8), (docs[1], 2, 5), (docs[2], 4, 6), (docs[2], 8, 10)]
+    spans = [(docs[0], 3, 8), (docs[1], 2, 5), (docs[2], 4, 6), (docs[2], 7, 10)]
     assert [len(answer) for answer in answers] == [b - a for _, a, b in spans]
     for answer, (doc, begin, end) in zip(answers, spans, strict=True):
         features = document_features(target, collate_named([[doc]]))[0]
